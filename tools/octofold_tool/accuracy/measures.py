@@ -1,14 +1,18 @@
-"""Questions to models from texts that every Python has, measures of answers, and their intervals.
+"""Questions to models, measures of their answers, and the intervals of these.
 
-Each measure is a ratio of sums over units that do not depend on each other (pages, queries): nats
-over tokens, hits over queries. So one bootstrap serves all: units are drawn again with replacement,
-and the interval holds the middle 95 % of the ratios (Efron and Tibshirani, "An Introduction to the
-Bootstrap", 1993, chapter 13). A change is the sum of each unit's own change: it is paired.
+Each measure is a ratio of sums over units that do not depend on each other (pages, queries,
+recordings): nats over tokens, hits over queries, errors over words. So one bootstrap serves all:
+units are drawn again with replacement, and the interval holds the middle 95 % of the ratios (Efron
+and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13). A change is the sum of each
+unit's own change: it is paired.
 """
 
 import ast
+import gzip
+import importlib
 import pydoc_data.topics
 import sysconfig
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -19,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from .models import Loaded
+from ..report import ToolError, require
+from .models import VOICE, Loaded
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -27,6 +32,9 @@ BOOTSTRAP: Final = {"resamples": 2000, "seed": 0}
 MOST_TOKENS: Final = 512
 SHORTEST_PAGE: Final = 1000  # characters, some 250 tokens
 SHORTEST_SUMMARY, SHORTEST_REST = 20, 100
+SPEECH: Final = Path("/usr/share/asterisk/sounds/en_US_f_Allison")
+SCRIPT: Final = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
+FEWEST_WORDS, MOST_BYTES = 4, 30 * 16000  # 30 s of 8 kHz: Whisper hears no more at once
 
 
 class Estimate(NamedTuple):
@@ -70,7 +78,7 @@ class Language:
         """(nats that each token took, the token that seemed likeliest there) of each page."""
         found = []
         for page in self.texts:
-            ids = torch.tensor([loaded.tokens(page)[:MOST_TOKENS]], device=device)
+            ids = torch.tensor([loaded.encode(page)[:MOST_TOKENS]], device=device)
             logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
             nats = cross_entropy(logits, ids[0, 1:], reduction="none").double()
             found.append((nats.cpu().numpy(), logits.argmax(dim=-1).cpu().numpy()))
@@ -105,7 +113,7 @@ class Retrieval:
         """The cosine similarity of each query to each document, [queries, documents]."""
 
         def embedding(text: str) -> Tensor:
-            ids = torch.tensor([loaded.tokens(text)], device=device)
+            ids = torch.tensor([loaded.encode(text)], device=device)
             return normalize(model(ids).last_hidden_state[0].double().mean(dim=0), dim=0)
 
         columns = ([embedding(pair[i]) for pair in self.texts] for i in range(2))
@@ -122,6 +130,59 @@ class Retrieval:
             "same first, %": ratio(100 * same),
             "Spearman": ratio(spearman(answers, reference)),
         }
+
+
+class Speech:
+    """The words of a woman in recordings for telephones (Debian's asterisk-core-sounds-en)."""
+
+    def __init__(self, count: int) -> None:
+        require("jiwer", "accuracy")
+        if not (SCRIPT.exists() and SPEECH.exists()):
+            raise ToolError(f"no {SCRIPT} or no {SPEECH}: apt-get install {' '.join(VOICE)}")
+        whisper: Any = importlib.import_module("transformers.models.whisper.english_normalizer")
+        self._normal = whisper.EnglishTextNormalizer({})  # lower case, digits, no punctuation
+        names: dict[str, str] = {}  # by their words
+        for line in gzip.decompress(SCRIPT.read_bytes()).decode().splitlines():
+            name, _, said = line.partition(": ")
+            words, path = self._words(said), SPEECH / f"{name}.wav"
+            # These mark what is no speech, or are read out.
+            plain = not set("[(<#*") & set(said) and len(words.split()) >= FEWEST_WORDS
+            if plain and path.exists() and path.stat().st_size <= MOST_BYTES:
+                names.setdefault(words, name)
+        self.texts = drawn(list(names.items()), count)
+
+    def _words(self, text: str) -> str:
+        return " ".join(self._normal(text.replace("...", " ")).split())
+
+    def answers(self, loaded: Loaded, model: Any, device: str) -> list[str]:
+        """The words of each recording."""
+        found = []
+        for _, name in self.texts:
+            features = loaded.encode(sound(SPEECH / f"{name}.wav")).to(device, model.dtype)
+            tokens = model.generate(features, language="en", task="transcribe")[0]
+            found.append(self._words(loaded.decode(tokens.tolist())))
+        return found
+
+    def judge(self, answers: list[str], reference: list[str]) -> dict[str, Estimate]:
+        said = [words for words, _ in self.texts]
+        counts = np.array([len(words.split()) for words in said])
+        rate = importlib.import_module("jiwer").wer
+        errors, before = (
+            counts * [rate(*pair) for pair in zip(said, heard, strict=True)]
+            for heard in (answers, reference)
+        )
+        return {
+            "WER, %": ratio(100 * errors, counts),
+            "change, points": ratio(100 * (errors - before), counts),
+            "same words, %": ratio(100 * (np.array(answers) == np.array(reference))),
+        }
+
+
+def sound(path: Path) -> Array:
+    """The samples [n] of a recording at 16 kHz, which is twice its rate, by interpolation."""
+    with wave.open(str(path)) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 2**15
+    return np.fft.irfft(2 * np.fft.rfft(samples), 2 * len(samples))
 
 
 def drawn(items: list[Any], count: int) -> list[Any]:
