@@ -299,8 +299,7 @@ TEST_F(NormTest, GradientsTakeAKernelForEachKindOfOperand) {
                    .workspace = matrix_at(0x100000, kFloat32, 2 * spans, kCols)},
                   stream);
   };
-  EXPECT_THAT(blocks_of(back),
-              ElementsAre(kRows, kCols / 8, testing::_));
+  EXPECT_THAT(blocks_of(back), ElementsAre(kRows, kCols / 8, testing::_));
   for (const std::size_t launch : {0u, 1u, 2u}) {
     const auto params = params_of_call<config::NormBackwardParams>(back, launch);
     EXPECT_EQ(params.dx, address(0x60000));
