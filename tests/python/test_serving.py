@@ -129,18 +129,27 @@ def test_why_not_weight_only(capability, dtype, reason):
     assert bool(why_not) == bool(reason)
 
 
-@pytest.mark.skipif(not octofold.info().nvrtc.available, reason="NVRTC is not installed")
+@pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize(("of_x", "of_weight"), [("1x128", "128x128"), ("channel", "tensor")])
-def test_products_are_compiled_for_all_numbers_of_tokens(of_x, of_weight, tmp_path, monkeypatch):
-    """Problems that the products of calls have, which recording() tells, are found compiled."""
-    monkeypatch.setenv("OCTOFOLD_CACHE_DIR", str(tmp_path))
+def test_products_are_compiled_before_requests(of_x, of_weight, invariant, monkeypatch):
+    """Those of calls, which recording() tells; where nothing can be compiled, that is no error."""
+    compiled = []
+
+    def warm(problems, *gpu):
+        compiled.extend(problems)
+        raise octofold.UnavailableError("no NVRTC")
+
+    monkeypatch.setattr(octofold.kernel_cache, "warm", warm)
     weight, bias = weight_of(of_weight, 256, 384), torch.zeros(256, dtype=torch.bfloat16)
-    serving.compile_products(256, 384, of_x, of_weight, torch.bfloat16, True, "sm_90a", 132)
-    with octofold.tuning.recording() as problems:
-        for tokens in (9, 31, 64, 100, 300):
-            x = torch.zeros(tokens, 384, dtype=torch.bfloat16)
-            serving.linear(x, weight, bias, of_x)
-    assert len(problems) == 5
-    report = octofold.kernel_cache.warm(problems)
-    assert report.compiled == 0
-    assert report.found + report.precompiled > 0
+    octofold.set_batch_invariant(invariant)
+    try:
+        layer = 256, 384, of_x, of_weight, torch.bfloat16, True
+        serving.compile_products.__wrapped__(*layer, "sm_90a", 132)
+        with octofold.tuning.recording() as problems:
+            for tokens in (9, 31, 100, 2112):
+                x = torch.zeros(tokens, 384, dtype=torch.bfloat16)
+                serving.linear(x, weight, bias, of_x)
+    finally:
+        octofold.set_batch_invariant(False)
+    assert len(problems) == 4
+    assert set(problems) <= set(compiled)
