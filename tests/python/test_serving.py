@@ -132,7 +132,7 @@ def test_why_not_weight_only(capability, dtype, reason):
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize(("of_x", "of_weight"), [("1x128", "128x128"), ("channel", "tensor")])
 def test_products_are_compiled_before_requests(of_x, of_weight, invariant, monkeypatch):
-    """Those of calls, which recording() tells; where nothing can be compiled, that is no error."""
+    """The products of calls, which recording() tells. Where none can be compiled is no error."""
     compiled = []
 
     def warm(problems, *gpu):
