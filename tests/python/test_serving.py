@@ -1,5 +1,7 @@
 """The torch ops of octofold.integrations.serving, without a server."""
 
+from types import SimpleNamespace
+
 import octofold
 import pytest
 
@@ -135,16 +137,18 @@ def test_products_are_compiled_before_requests(of_x, of_weight, invariant, monke
     """The products of calls, which recording() tells. Where none can be compiled is no error."""
     compiled = []
 
-    def warm(problems, *gpu):
+    def warm(problems, multiprocessors):
         compiled.extend(problems)
         raise octofold.UnavailableError("no NVRTC")
 
+    gpus = [SimpleNamespace(multiprocessors=132)]
+    monkeypatch.setattr(serving, "info", lambda: SimpleNamespace(gpus=gpus))
     monkeypatch.setattr(octofold.kernel_cache, "warm", warm)
     weight, bias = weight_of(of_weight, 256, 384), torch.zeros(256, dtype=torch.bfloat16)
     octofold.set_batch_invariant(invariant)
     try:
         layer = 256, 384, of_x, of_weight, torch.bfloat16, True
-        serving.compile_products.__wrapped__(*layer, "sm_90a", 132)
+        serving.compile_products.__wrapped__(*layer, 0)
         with octofold.tuning.recording() as problems:
             for tokens in (9, 31, 100, 2112):
                 x = torch.zeros(tokens, 384, dtype=torch.bfloat16)

@@ -35,6 +35,7 @@ from ..nn.autograd.frozen import frozen_linear
 from ..nn.autograd.linear import linear_with_casts
 from ..nn.autograd.products import addable
 from ..nn.casting.casts import walkable
+from ..nn.recipes.kernels import has_warpgroups
 
 _log: Final = logging.getLogger(__name__)
 _TOKENS: Final = (*range(9, 2049), *range(2112, 16385, 64))
@@ -181,8 +182,7 @@ def compile_products(
     of_weight: str,
     out_dtype: torch.dtype,
     has_bias: bool,
-    architecture: str,
-    multiprocessors: int,
+    gpu: int,
 ) -> None:
     """Compile the products of a layer of these sizes for any number of tokens, into the cache on
     disk, at the layer's first call: a request is not to wait for a compiler when a number comes for
@@ -198,7 +198,9 @@ def compile_products(
         operands += ", batch_invariant"
     problems = [f"gemm: m {tokens}, {operands}" for tokens in _TOKENS]
     try:
-        compiled = kernel_cache.warm(problems, architecture, multiprocessors).compiled
+        compiled = kernel_cache.warm(
+            problems, multiprocessors=info().gpus[gpu].multiprocessors
+        ).compiled
     except Error as error:
         _log.info("Octofold's products of %s are compiled as they come: %s", operands, error)
         return
@@ -223,15 +225,6 @@ def _recipe(of_x: str, of_weight: str, power_of_two: bool) -> Recipe:
     return Recipe(output=output, grad_input=None, grad_weight=None)
 
 
-@functools.cache
-def _native_gpu(index: int) -> tuple[str, int] | None:
-    """The architecture and the multiprocessors of a GPU whose products are compiled ahead: those of
-    warpgroups, of which there are many."""
-    gpu = info().gpus[index]
-    is_hopper = (gpu.compute_major, gpu.compute_minor) == (9, 0)
-    return ("sm_90a", gpu.multiprocessors) if is_hopper else None
-
-
 def _linear(
     x: Tensor,
     x_scale: Tensor | None,
@@ -245,9 +238,9 @@ def _linear(
 ) -> Tensor:
     weight = ScaledTensor(codes, scale, of_weight)
     recipe = _recipe(of_x, of_weight, power_of_two)
-    if codes.is_cuda and (gpu := _native_gpu(codes.device.index)):
-        outputs, inputs = codes.shape
-        compile_products(outputs, inputs, of_x, of_weight, out_dtype, bias is not None, *gpu)
+    if codes.is_cuda and has_warpgroups(codes.device):
+        gpu, has_bias = codes.device.index, bias is not None
+        compile_products(*codes.shape, of_x, of_weight, out_dtype, has_bias, gpu)
     if x_scale is None:
         return linear_with_casts(x, codes, bias, recipe, (weight, None))
     assert recipe.output is not None
